@@ -12,12 +12,13 @@ from torch import multiprocessing, nn
 from torch.nn.parallel import DistributedDataParallel
 from toy_text import column
 
-from weince import TailConfig, WeinceLoss
+from weince import InfoNCELoss, TailConfig, WeinceLoss, cached_step
 from weince.integrations.metric_learning import LossAdapter as OfLabels
 from weince.integrations.sentence_transformers import CachedLossAdapter, LossAdapter
 
 EXACT_REPLAY = Version(version("sentence-transformers")) >= Version("6.2")
 SIZES = (8, 4)  # rows of each rank
+STEPS = ("plain", "cached", "own", "own cached")
 # Algorithm 1 with lam well above 0, on few negatives.
 OPEN = {"tail": TailConfig(k=6, kappa_rho=3.0, margin=-1e9), "softmax_term": 0, "shortfall_term": 0}
 # Before 6.2, the second pass of cached losses multiplies embeddings and gradients in float32.
@@ -35,24 +36,57 @@ def cached_weince(model, temperature=0.05, mini_batch_size=32, mini_batch_num_to
 
 
 def columns(model, rows):
-    """Tokens of these rows, in three columns: anchor, positive and hard negative."""
-    return [model.preprocess(column(12, seed)[rows]) for seed in range(3)]
+    """Tokens of these rows, in three columns: query, positive and hard negative. Ranks share some texts."""
+    queries, documents, hard = texts = [column(12, seed) for seed in range(3)]
+    queries[9], documents[10], hard[11] = queries[1], documents[2], documents[0]
+    return [model.preprocess(part[rows]) for part in texts]
 
 
 def step(name, model, rows, wrap=lambda model: model, gather=True):
+    """Value and gradients of WEINCE with shared hard negatives, or of InfoNCE with own ones and a limit."""
     # Before 6.2, all ranks must have the same number of mini-batches.
-    cached = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
-    temperature = nn.Parameter(torch.tensor(0.05, dtype=torch.float64))
-    make, options = (weince_loss, {}) if name == "plain" else (cached_weince, cached)
-    loss = make(model, temperature, **OPEN, gather=gather, **options)
+    sizes = {"mini_batch_size": 3 if EXACT_REPLAY else 8}
+    if "own" in name:
+        core = InfoNCELoss(0.2, candidates="clip", learn_temperature=True, ignore_above=0.05, gather=gather)
+    else:
+        temperature = nn.Parameter(torch.tensor(0.05, dtype=torch.float64))
+        core = WeinceLoss(temperature, candidates="cross", gather=gather, **OPEN)
+    hard = "own" if "own" in name else "shared"
+    make, options = (CachedLossAdapter, sizes) if "cached" in name else (LossAdapter, {})
+    loss = make(model, core.double(), hard_negatives=hard, **options)
     loss.model = wrap(model)  # like the trainer
     model.zero_grad()
     value = loss(columns(model, rows))
     value.backward()
     return {
         "loss": value.detach(),
-        "gradients": [p.grad.clone() for p in (temperature, *model.parameters()) if p.grad is not None],
+        "gradients": [
+            p.grad.clone() for p in (*core.parameters(), *model.parameters()) if p.grad is not None
+        ],
     }
+
+
+def towers_step(rows, wrap=None):
+    """Gradients of two towers and a temperature, with two own hard negatives; cached if ``wrap`` is given."""
+    torch.manual_seed(6)
+    queries, documents, hard = (
+        torch.randn(12, *shape, dtype=torch.float64) for shape in ((6,), (8,), (2, 8))
+    )
+    query, document = nn.Linear(6, 4).double(), nn.Linear(8, 4).double()
+    loss = InfoNCELoss(0.2, candidates="clip", learn_temperature=True).double()
+    if wrap is None:
+        value = loss(query(queries), document(documents), negatives=document(hard))
+        value.backward()
+    else:
+        towers, spread = (wrap(query), wrap(document)), wrap(loss)
+        value = cached_step(
+            [towers[0], towers[1], towers[1]],
+            [queries[rows], documents[rows], hard[rows].flatten(0, 1)],
+            lambda q, d, hard: spread(q, d, negatives=hard.unflatten(0, (len(q), 2))),
+            micro_batch=3,
+        )
+    parameters = (*query.parameters(), *document.parameters(), *loss.parameters())
+    return {"loss": value.detach(), "gradients": [p.grad for p in parameters]}
 
 
 def labelled_step(rows, wrap=lambda loss: loss):
@@ -78,7 +112,8 @@ def _enter(rank, encoder, folder):
         if isinstance(module, nn.Module) and type(module).__name__ == "BertPooler":
             module.requires_grad_(False)
     rows = slice(sum(SIZES[:rank]), sum(SIZES[: rank + 1]))
-    found = {name: step(name, model, rows, DistributedDataParallel) for name in ("plain", "cached")}
+    found = {name: step(name, model, rows, DistributedDataParallel) for name in STEPS}
+    found["towers"] = towers_step(rows, DistributedDataParallel)
     found["alone"] = float(step("plain", model, rows, gather=False)["loss"])
     found["labelled"] = labelled_step(slice(6 * rank, 6 * rank + 6), DistributedLossWrapper)
     torch.save(found, folder / f"{rank}.pt")

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import math
 import sys
 
 import numpy as np
@@ -162,7 +163,35 @@ def test_an_error_in_a_step_takes_the_hooks_off():
     assert not module.loss._forward_pre_hooks
 
 
+def test_a_learned_temperature_trains_with_the_module():
+    """Two towers with own hard negatives; the callback changes nothing, and the checkpoint holds the temperature."""
+
+    class Towers(Module):
+        def training_step(self, batch, batch_idx):
+            z_i, z_j = self.views(batch)
+            loss = self.loss(z_i, z_j, negatives=torch.stack([z_j.roll(1, 0), z_j.roll(2, 0)], 1))
+            self.log("temperature", self.loss.temperature_now())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    weights = []
+    for callbacks in ((), (TailLogger(every_n_steps=2),)):
+        module = Towers(InfoNCELoss(0.2, learn_temperature=True, candidates="clip"))
+        trainer = fit(module, *callbacks)
+        weights.append(module.state_dict())
+        assert float(trainer.callback_metrics["temperature"]) != pytest.approx(0.2, abs=1e-3)
+    assert weights[0]["loss.log_scale"] != pytest.approx(-math.log(0.2), abs=1e-3)
+    torch.testing.assert_close(weights[1], weights[0], rtol=1e-5, atol=1e-6)
+    assert float(trainer.callback_metrics["tail/rho_mean"]) > 0
+
+
 def test_bad_use():
+    with pytest.raises(
+        ValueError, match=r'TailLogger wants losses of cosines; got self\.loss with score="dot"'
+    ):
+        fit(Module(InfoNCELoss(1.0, candidates="cross", score="dot")), TailLogger())
     with pytest.raises(
         ValueError, match="TailLogger found no loss of weince in Module; hold it as a submodule"
     ):

@@ -83,18 +83,23 @@ def test_the_trainer_takes_the_same_steps_cached_and_plain(tiny_folder, tmp_path
 @pytest.mark.long
 @pytest.mark.posix
 def test_two_ranks_average_to_one_process(tiny_folder, tmp_path):
-    """Gather over gloo, plain and cached, with hard negatives, different rows on each rank and a learned temperature.
+    """Gather over gloo, plain and cached, with hard negatives, texts that are equal on both ranks, different numbers
+    of rows and a learned temperature.
 
-    Also test the loss for pytorch-metric-learning in its distributed wrapper, since starting ranks is slow.
+    Also test two towers with cached activations in plain DDP, and the loss for pytorch-metric-learning in its
+    distributed wrapper, since starting ranks is slow.
     """
     found = ranks_text.run(2, tiny_folder, tmp_path)
-    for name in ("plain", "cached"):
+    wanted = {"towers": ranks_text.towers_step(slice(0, 12))}
+    for name in ranks_text.STEPS:
         model = SentenceTransformer(str(tiny_folder), device="cpu").double().eval()
-        wanted = ranks_text.step(name, model, slice(0, 12))
+        wanted[name] = ranks_text.step(name, model, slice(0, 12))
+    for name, whole in wanted.items():
         mean = torch.stack([rank[name]["loss"] for rank in found]).mean()
-        torch.testing.assert_close(mean, wanted["loss"], rtol=1e-9, atol=1e-10)
+        torch.testing.assert_close(mean, whole["loss"], rtol=1e-9, atol=1e-10)
+        assert whole["gradients"][0].any()
         for rank in found:
-            for got, gradient in zip(rank[name]["gradients"], wanted["gradients"], strict=True):
+            for got, gradient in zip(rank[name]["gradients"], whole["gradients"], strict=True):
                 torch.testing.assert_close(got, gradient, **REPLAYED)
     alone = [rank["alone"] for rank in found]
     assert alone[0] != pytest.approx(alone[1])

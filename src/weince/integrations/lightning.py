@@ -80,6 +80,10 @@ class TailLogger(Callback):
                 "self.loss = WeinceLoss()"
             )
         for name, loss in losses.items():
+            if loss.score != "cosine":
+                raise ValueError(
+                    f'TailLogger wants losses of cosines; got self.{name} with score="{loss.score}"'
+                )
             self._watch(name if len(losses) > 1 else "", loss)
 
     def on_train_batch_start(
