@@ -11,6 +11,7 @@ from lab.study.tables import small_table
 
 from weince.cli import main
 from weince.lab.study import slurm as ours
+from weince.lab.study.choice import ChoiceStudy
 from weince.lab.study.plan import plan
 from weince.lab.study.provenance import is_done
 from weince.lab.study.table import read_table
@@ -82,6 +83,15 @@ def test_data_that_are_not_there_are_refused_before_jobs_are_submitted(tmp_path,
     for dry_run in (False, True):
         with pytest.raises(ValueError, match=said):
             compare(["infonce"], dry_run=dry_run, **options)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.posix
+def test_a_dry_run_needs_no_cluster(tmp_path, monkeypatch):
+    commands(tmp_path / "bin", monkeypatch)
+    monkeypatch.setattr(ChoiceStudy, "show", lambda *_: None)
+    compare(["infonce"], out=tmp_path / "out", slurm=True, dry_run=True)
+    reproduce(str(small_table(tmp_path)), out=tmp_path / "out", slurm=True, dry_run=True)
     assert not (tmp_path / "out").exists()
 
 

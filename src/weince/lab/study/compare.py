@@ -126,7 +126,8 @@ def compare(
     jobs = how.jobs or _usual_jobs()
     if starts:
         study.check_data()
-        study.check_machine(always=how.data is not None)
+        if not (how.slurm and how.dry_run):
+            study.check_machine(always=how.data is not None)
     if how.dry_run:
         study.show(jobs)
         return out / comparison.name
