@@ -14,7 +14,10 @@ def script():
     return module
 
 
-@pytest.mark.parametrize("name", ["torch InfoNCE", "InfoNCE", "released", "SupCon", "own link"])
+TWO_TOWERS = ("InfoNCE, cross", "own negatives", "ignore_above", "offset", "dot", "labels of two towers")
+
+
+@pytest.mark.parametrize("name", ["torch InfoNCE", "InfoNCE", "released", "SupCon", "own link", *TWO_TOWERS])
 def test_a_row(script, name):
     row = script.measure(name, "eager", script.Size(8, 4, torch.float32, {}), device="cpu")
     assert row.note == ""
