@@ -7,6 +7,7 @@ transforms it; otherwise one operator, ``weince::kernels``, runs it, with the ca
 import dataclasses
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -79,11 +80,14 @@ def run(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def _direct(call: Call, tensors: Sequence[Tensor]) -> list[Tensor]:
-    first = tensors[0]
-    if not first.is_cuda or first.device.index == torch.cuda.current_device():
+    with _device_of(tensors[0]):
         return FUNCTIONS[call.function].run(call, tensors)
-    with torch.cuda.device(first.device):  # Triton launches on the current device
-        return FUNCTIONS[call.function].run(call, tensors)
+
+
+def _device_of(tensor: Tensor) -> AbstractContextManager[Any]:
+    """A context in which the tensor's device is the current one, on which Triton launches."""
+    is_current = not tensor.is_cuda or tensor.device.index == torch.cuda.current_device()
+    return nullcontext() if is_current else torch.cuda.device(tensor.device)
 
 
 class Function(NamedTuple):
@@ -355,11 +359,11 @@ def rows_served(source: Tensor) -> bool:
 
 def unit_rows(source: Tensor) -> tuple[Tensor, Tensor]:
     """Unit rows and inverse lengths, see :func:`weince.engines.kernels.launch.unit_rows`."""
-    with torch.cuda.device(source.device):
+    with _device_of(source):
         return launch.unit_rows(source)
 
 
 def unit_gradient(grad: Tensor, unit: Tensor, inverse: Tensor, dtype: torch.dtype) -> Tensor:
     """Gradient of the rows, see :func:`weince.engines.kernels.launch.unit_gradient`."""
-    with torch.cuda.device(grad.device):
+    with _device_of(grad):
         return launch.unit_gradient(grad, unit, inverse, dtype)
