@@ -30,7 +30,7 @@ from weince.lab.study.clock import Clock
 from weince.lab.study.local import run_here
 from weince.lab.study.plan import Run, plan
 from weince.lab.study.provenance import is_done, record
-from weince.lab.study.table import Column, RunTable
+from weince.lab.study.table import RunTable, TableColumn
 
 EXAMPLE = """\
 example:
@@ -113,7 +113,7 @@ def read_search(path: Path) -> Search:
 
 def stage_table(search: Search, recipes: Sequence[Recipe], epochs: int) -> RunTable:
     """The runs of a stage as a table of `weince reproduce`."""
-    losses = {search.name(recipe): Column(set=search.settings(recipe)) for recipe in recipes}
+    losses = {search.name(recipe): TableColumn(set=search.settings(recipe)) for recipe in recipes}
     return RunTable(
         name=f"recipes_{epochs}",
         title=f"{search.title}: {epochs} epochs, one seed, %",

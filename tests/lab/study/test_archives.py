@@ -11,7 +11,7 @@ from lab.study.made import CONFIG, compare, comparison_of, config_in, digits, fi
 from training import write_data
 
 from weince.lab.study.archives import check_protocol, find_runs
-from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.choice_study import ChoiceStudy
 from weince.lab.study.comparison import read_comparison, write_comparison
 from weince.lab.study.plan import plan
 from weince.lab.study.provenance import is_done

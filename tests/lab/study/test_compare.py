@@ -24,7 +24,7 @@ import weince.lab.study.compare as lab_compare
 import weince.lab.study.study as lab_study
 from weince.cli import main
 from weince.lab.study import cost, process
-from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.choice_study import ChoiceStudy
 from weince.lab.study.clock import Clock
 from weince.lab.study.comparison import read_comparison, write_comparison
 from weince.lab.study.local import LATE

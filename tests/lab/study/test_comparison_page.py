@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from lab.study.made import CONFIG, TEXT, compare, comparison_of, config_in, files_of, fill, value_of
 
 from weince.lab.study.advice import Open, advise
-from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.choice_study import ChoiceStudy
 from weince.lab.study.comparison import read_comparison, write_comparison
 from weince.lab.study.comparison_page import ComparisonPage
 from weince.lab.study.differences import seeds_to_show, smallest_difference

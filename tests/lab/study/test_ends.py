@@ -16,7 +16,7 @@ from lab.study.tables import small_table
 from programs import Program
 
 from weince.lab.study import process
-from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.choice_study import ChoiceStudy
 from weince.lab.study.comparison import write_comparison
 from weince.lab.study.plan import plan
 from weince.lab.study.process import Interrupted, carry_out_run

@@ -11,7 +11,7 @@ from lab.study.tables import small_table
 
 from weince.cli import main
 from weince.lab.study import slurm as ours
-from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.choice_study import ChoiceStudy
 from weince.lab.study.plan import plan
 from weince.lab.study.provenance import is_done
 from weince.lab.study.table import read_table

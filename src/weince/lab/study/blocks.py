@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from weince.diagnose.style import Figure
 
 
-class Cell(NamedTuple):
+class PageCell(NamedTuple):
     """A cell of a table, with attributes for HTML."""
 
     text: str
@@ -41,7 +41,7 @@ class Numbers:
     name: str
     caption: str
     header: Sequence[str]
-    rows: Sequence[Sequence[Cell]]
+    rows: Sequence[Sequence[PageCell]]
     numeric: Collection[str]
     look: str = ""
 
@@ -50,16 +50,16 @@ def numbers(
     name: str,
     caption: str,
     header: Sequence[str],
-    rows: Iterable[Iterable[str | Cell]],
+    rows: Iterable[Iterable[str | PageCell]],
     numeric: Collection[str],
 ) -> Numbers:
-    """A table whose cells are texts, or `Cell`."""
-    cells = [[cell if isinstance(cell, Cell) else Cell(cell) for cell in row] for row in rows]
+    """A table whose cells are texts, or `PageCell`."""
+    cells = [[cell if isinstance(cell, PageCell) else PageCell(cell) for cell in row] for row in rows]
     return Numbers(name, caption, header, cells, numeric)
 
 
 @dataclass(frozen=True)
-class Part:
+class PageSection:
     """A section of a page; what is empty is left out.
 
     Attributes:
@@ -97,7 +97,7 @@ class Document:
 
     title: str
     header: Sequence[tuple[str, str]]
-    sections: Sequence[Part]
+    sections: Sequence[PageSection]
     advice: Sequence[str] = ()
 
     def html(self) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from weince.files import check_folder
 from weince.lab.settings import LAPTOP, check_once
 from weince.lab.study import archives
-from weince.lab.study.choice import ChoiceStudy
+from weince.lab.study.choice_study import ChoiceStudy
 from weince.lab.study.comparison import (
     Comparison,
     find_comparison,

@@ -17,7 +17,7 @@ from weince.files import write_text_aside
 from weince.lab import settings
 from weince.lab.configure import unknown
 from weince.lab.study.search_space import Tries
-from weince.lab.study.table import SEEDS, Column, RunTable, check_seeds
+from weince.lab.study.table import SEEDS, RunTable, TableColumn, check_seeds
 from weince.lab.tasks.base import Task
 from weince.lab.tasks.registry import task_of
 
@@ -71,16 +71,16 @@ class Comparison:
     def tries_table(self) -> RunTable:
         """The tries of all losses, with the first seed."""
         epochs = {} if self.try_epochs is None else {"epochs": self.try_epochs}
-        losses = {name: Column(set={}, tries=tries) for name, tries in self.losses.items()}
+        losses = {name: TableColumn(set={}, tries=tries) for name, tries in self.losses.items()}
         return self._table(losses, self.seeds[:1], {**self.set, **epochs})
 
     def seeds_table(self, chosen: Mapping[str, int]) -> RunTable:
         """The chosen try of each loss that has one, with all seeds; its number in this table is 0."""
-        losses = {name: Column(set=self.losses[name][number]) for name, number in chosen.items()}
+        losses = {name: TableColumn(set=self.losses[name][number]) for name, number in chosen.items()}
         return self._table(losses, self.seeds, self.set)
 
     def _table(
-        self, losses: Mapping[str, Column], seeds: Sequence[int], common: Mapping[str, Any]
+        self, losses: Mapping[str, TableColumn], seeds: Sequence[int], common: Mapping[str, Any]
     ) -> RunTable:
         baseline = self.baseline if self.baseline in losses else next(iter(losses))
         return RunTable(

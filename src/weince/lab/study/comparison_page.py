@@ -13,10 +13,10 @@ from markupsafe import Markup
 from weince.intervals import half_text, p_text
 from weince.lab.study.advice import Open, advise
 from weince.lab.study.blocks import (
-    Cell,
     Document,
     Numbers,
-    Part,
+    PageCell,
+    PageSection,
     capital,
     drawn,
     markdown_list,
@@ -167,17 +167,17 @@ class ComparisonPage:
             "loss, so compare losses at the same number of tries."
         )
         sections = [
-            Part("leaderboard", "Leaderboard", tables=[self._leaderboard()], notes=self.notes()),
-            Part("missing", "What is missing", notes=lacking) if lacking else None,
-            Part("drawn", "Seeds, time and tuning", intro=told, figures=drawn(figures)),
-            Part("temperatures", "Loss by temperature", tables=[heat]) if heat else None,
-            Part("differences", "Every comparison", tables=[self._differences()]) if judged else None,
+            PageSection("leaderboard", "Leaderboard", tables=[self._leaderboard()], notes=self.notes()),
+            PageSection("missing", "What is missing", notes=lacking) if lacking else None,
+            PageSection("drawn", "Seeds, time and tuning", intro=told, figures=drawn(figures)),
+            PageSection("temperatures", "Loss by temperature", tables=[heat]) if heat else None,
+            PageSection("differences", "Every comparison", tables=[self._differences()]) if judged else None,
             self._costs(),
-            Part("tries", "Every try", tables=[self._tries()]),
-            Part(
+            PageSection("tries", "Every try", tables=[self._tries()]),
+            PageSection(
                 "runs", "The runs behind the dots", tables=[self._runs()], folded=f"{len(outcome.done)} runs"
             ),
-            Part("made", "How it was made", facts=self.facts),
+            PageSection("made", "How it was made", facts=self.facts),
         ]
         title = f"Which loss? {comparison.name}"
         header = [("soft", "1 loss so far." if len(lines) == 1 else opening)]
@@ -220,14 +220,14 @@ class ComparisonPage:
         low, reach = min(values), (max(values) - min(values)) or 1.0
         temperatures = sorted({temperature for row in rows.values() for temperature in row})
 
-        def cell(value: float, chosen: bool) -> Cell:
+        def cell(value: float, chosen: bool) -> PageCell:
             dark = f'style="--dark: {(value - low) / reach:.3f}"'
-            return Cell(f"{value:.2f}", Markup('class="chosen" ' * chosen + dark))
+            return PageCell(f"{value:.2f}", Markup('class="chosen" ' * chosen + dark))
 
-        empty = Cell("·", Markup('class="empty"'))
+        empty = PageCell("·", Markup('class="empty"'))
         header = [f"{temperature:g}" for temperature in temperatures]
         cells = [
-            [Cell(loss), *(cell(*row[t]) if t in row else empty for t in temperatures)]
+            [PageCell(loss), *(cell(*row[t]) if t in row else empty for t in temperatures)]
             for loss, row in rows.items()
         ]
         caption = (
@@ -254,7 +254,7 @@ class ComparisonPage:
         caption = f"Difference from {self.comparison.baseline}, points"
         return numbers("Every comparison", caption, header, rows, header[3:])
 
-    def _costs(self) -> Part:
+    def _costs(self) -> PageSection:
         lines = self.outcome.lines
         timed = [line for line in lines if line.cost]
         machines = sorted({_measured_on(line.cost) for line in lines if line.cost})
@@ -289,7 +289,7 @@ class ComparisonPage:
             "collapse."
         )
         table = numbers("What each loss costs", caption, header, rows, numeric)
-        return Part("cost", "What each loss costs", tables=[table], outro=outro)
+        return PageSection("cost", "What each loss costs", tables=[table], outro=outro)
 
     def _tries(self) -> Numbers:
         task = self.comparison.task

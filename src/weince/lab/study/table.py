@@ -16,7 +16,7 @@ SEEDS = (7, 21, 63, 84)
 
 
 @dataclass(frozen=True)
-class Column:
+class TableColumn:
     """A loss in a table.
 
     Attributes:
@@ -54,7 +54,7 @@ class RunTable:
     title: str
     figures: Sequence[str]
     rows: Sequence[str]
-    losses: Mapping[str, Column]
+    losses: Mapping[str, TableColumn]
     baseline: str
     measure: str = "evaluation"
     choose_by: str = ""
@@ -184,7 +184,7 @@ def _table(path: Path, content: Any) -> RunTable:
     if not isinstance(losses, dict) or not losses:
         raise ValueError(f"losses must map each loss to its settings; got {losses!r}")
     values["losses"] = {
-        str(loss): Column(**_checked(Column, "loss", f"key of loss {loss}", said))
+        str(loss): TableColumn(**_checked(TableColumn, "loss", f"key of loss {loss}", said))
         for loss, said in losses.items()
     }
     # A row may be a configuration file beside the table.

@@ -10,7 +10,7 @@ from weince.intervals import Interval, p_text
 from weince.lab.study.blocks import (
     Document,
     Numbers,
-    Part,
+    PageSection,
     drawn,
     markdown_list,
     markdown_table,
@@ -221,11 +221,13 @@ def document(page: TablePage) -> Document:
     several = page.lines.tries != page.lines.chosen
     intro = beside if any(line.reported for line in page.lines.tries) else ""
     sections = [
-        Part("table", tables=chosen, notes=page.notes),
-        Part("drawn", "How the runs went", figures=drawn(page.figures), broad=True) if page.figures else None,
-        Part("failed", "Runs that failed", notes=page.failed) if page.failed else None,
-        Part("made", "How it was made", facts=page.facts),
-        Part("tries", "Every try", intro=intro, tables=tries) if several else None,
+        PageSection("table", tables=chosen, notes=page.notes),
+        PageSection("drawn", "How the runs went", figures=drawn(page.figures), broad=True)
+        if page.figures
+        else None,
+        PageSection("failed", "Runs that failed", notes=page.failed) if page.failed else None,
+        PageSection("made", "How it was made", facts=page.facts),
+        PageSection("tries", "Every try", intro=intro, tables=tries) if several else None,
     ]
     shown = [line for line in header if line[1]]
     return Document(page.title, shown, [section for section in sections if section])
