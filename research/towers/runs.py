@@ -19,7 +19,7 @@ SECONDS = {"deb": 8, "code": 9, "it": 7, "all": 30, "icons": 25}
 SEEDS, RATES = (7, 21, 63, 84), (5e-5, 1e-4, 3e-4, 1e-3)
 LOSSES = (
     "infonce", "siglip", "hcl", "dcl", "kl_ball", "rince", "mixture", "paper", "released", "negatives_only",
-    "margin_weighted", "lse_pair", "focal", "temperature_free", "weibit",
+    "mw", "lse_pair", "sum_marg_lh", "focal", "temperature_free", "weibit",
 )  # fmt: skip
 
 

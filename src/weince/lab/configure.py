@@ -39,6 +39,10 @@ PRESETS: dict[str, type[losses.ContrastiveLoss]] = {
     "siglip": losses.SigLIPLoss,
     "kl_ball": losses.KLBallLoss,
     "mixture": losses.TemperatureMixtureLoss,
+    "mw": losses.MWLoss,
+    "lse_pair": losses.LSEPairLoss,
+    "sum_marg_lh": losses.SumMargLHLoss,
+    "focal": losses.FocalLoss,
     "temperature_free": losses.TemperatureFreeLoss,
     "weibit": losses.WeibitLoss,
     "link": losses.LinkLoss,
@@ -52,10 +56,11 @@ class LossConfig:
 
     Args:
         preset: ``infonce``, ``dcl``, ``dclw``, ``hcl``, ``debiased``, ``dhel``, ``rince``, ``align_uniform``,
-            ``siglip``, ``kl_ball``, ``mixture``, ``temperature_free``, ``weibit`` (the shortfall link alone),
-            ``link`` (a blend of fixed weight, as ``weince diagnose`` reports it), ``released`` (WEINCE as in the
-            authors' code), ``blend`` (the same without its two extra terms), ``paper`` (Algorithm 1),
-            ``negatives_only``; or your own loss, ``my_package:MyLoss``.
+            ``siglip``, ``kl_ball``, ``mixture``, ``mw``, ``lse_pair``, ``sum_marg_lh``, ``focal``,
+            ``temperature_free``, ``weibit`` (the shortfall link alone), ``link`` (a blend of fixed weight, as
+            ``weince diagnose`` reports it), ``released`` (WEINCE as in the authors' code), ``blend`` (the same
+            without its two extra terms), ``paper`` (Algorithm 1), ``negatives_only``; or your own loss,
+            ``my_package:MyLoss``.
         temperature: Temperature of the softmax logit; null takes the loss's own default. For ``weibit``, 1 / beta.
         lam: Weight of the shortfall logit; for ``link``, or your own loss.
         beta: Slope of the shortfall logit; for ``link``, ``weibit`` or your own loss.

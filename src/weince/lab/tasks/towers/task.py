@@ -161,6 +161,8 @@ TASK = Task(
         "siglip": [
             {"scale": s, "bias": b} for s, b in ((30.0, -15.0), (40.0, -20.0), (20.0, -10.0), (15.0, -10.0))
         ],
+        "focal": [{"temperature": 0.03, "gamma": gamma} for gamma in (0.5, 1.0)],
+        "kl_ball": [{"radius": radius} for radius in (5.5, 7.0, 4.0, 3.0)],
     },
 )
 """Retrieval: text to text, or captions and images."""
