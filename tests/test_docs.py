@@ -68,12 +68,14 @@ def test_the_images_of_own_data_fill_a_batch_and_can_be_diagnosed(tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", [0, 1])
-def test_the_scripts_for_several_gpus_end_well_under_torchrun(tmp_path, block):
+@pytest.mark.parametrize(("page", "block"), [("several-gpus", 0), ("several-gpus", 1), ("clip", 0)])
+def test_the_scripts_for_several_gpus_end_well_under_torchrun(tmp_path, page, block):
     """Without their last lines, about one start in three aborted."""
-    (tmp_path / "train.py").write_text(blocks(DOCS / "how-to/several-gpus.md")[block])
+    (tmp_path / "train.py").write_text(blocks(DOCS / f"how-to/{page}.md")[block])
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "train.py")
-    for done in [run(*launch, cwd=tmp_path) for _ in range(5 - 2 * block)]:
+    for done in [
+        run(*launch, cwd=tmp_path) for _ in range(5 if page == "several-gpus" and block == 0 else 3)
+    ]:
         assert done.returncode == 0, done.stderr
 
 
