@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from weince import AffineLink, AtanhLink, BlendLink, FunctionLink, Link, PowerLink, ShortfallLink, SoftmaxLink
-from weince.links import MomentLink
+from weince.losses.kl_ball import MomentLink
 from weince.parameters import check_positive
 
 SCORES = torch.tensor([[-1.0, -0.3, 0.0, 0.4], [0.99, 0.99999, 1 - 5e-7, 1.0]], dtype=torch.float64)

@@ -445,7 +445,9 @@ def test_what_sums_may_return():
         Own(lambda: (softmax() for _ in range(1)), cross_entropy)(*pairs())
     with pytest.raises(TypeError, match=r"sums must return a LogSumExp.*; got SoftmaxLink"):
         Own(lambda: SoftmaxLink(0.1), cross_entropy)(*pairs())
-    with pytest.raises(ValueError, match="wants same_view = True in the class of the loss; got none in Own"):
+    with pytest.raises(
+        ValueError, match="wants same_view = True in the class of the loss; got Own without it"
+    ):
         Own(lambda: LogSumExp(SoftmaxLink(0.1), same_view=True), cross_entropy)(*pairs())
     with pytest.raises(ValueError, match="among must be one of negatives, positives; got 'positive'"):
         SoftplusSum(AffineLink(1.0), among="positive")
@@ -497,7 +499,7 @@ def test_the_one_positive_of_several_is_refused():
             return lse.cross_entropy()
 
     assert Scores()(*pairs()).isfinite()
-    with pytest.raises(ValueError, match='score of the one positive was asked for; got candidates="labels"'):
+    with pytest.raises(ValueError, match="score of the one positive was asked for; got labels, so several"):
         Scores(candidates="labels")(pairs()[0], labels=torch.arange(8) // 2)
 
 

@@ -22,7 +22,7 @@ from weince.pairs import (
     Rule,
     Score,
 )
-from weince.parameters import check_choice
+from weince.parameters import check_choice, check_device, check_integers, check_mask
 from weince.scores import no_autocast, unit_rows, wide_enough
 from weince.sums import positive_shortfall
 
@@ -119,7 +119,7 @@ def problems(
         if layout.ignore_above is not None:
             directions = [_limited(problem, layout.ignore_above) for problem in directions]
     for problem in directions:
-        if alone and len(problem.candidates) < 4:
+        if alone and (len(problem.candidates) < 4 or len(problem.anchors) < 1):
             _check_enough(problem)
     return directions
 
@@ -131,18 +131,18 @@ def _checked(roles: Roles, z_i: Tensor) -> Roles:
     """The roles of the right types, with int64 ids and labels."""
     n, ids, labels, offset = len(z_i), roles.ids, roles.labels, roles.offset
     further = 0 if roles.negatives is None else roles.negatives.shape[:-1].numel()
-    _check_integers("ids", ids, (n, n + further))
+    check_integers("ids", ids, (n, n + further))
     if isinstance(labels, tuple | list):
         if len(labels) != 2:
             raise TypeError(f"labels must be (of_queries, of_documents); got {len(labels)} tensors")
         shared = roles.negatives is not None and roles.negatives.ndim == 2
-        _check_integers("labels of queries", labels[0], (n,))
-        _check_integers("labels of documents", labels[1], (n, n + further) if shared else (n,))
-        _check_device(z_i.device, labels=labels[0], labels_of_documents=labels[1])
+        check_integers("labels of queries", labels[0], (n,))
+        check_integers("labels of documents", labels[1], (n, n + further) if shared else (n,))
+        check_device(z_i.device, labels=labels[0], labels_of_documents=labels[1])
         labels = tuple(values.long() for values in labels)
     else:
-        _check_integers("labels", labels, (n,))
-        _check_device(z_i.device, labels=labels)
+        check_integers("labels", labels, (n,))
+        check_device(z_i.device, labels=labels)
         labels = None if labels is None else labels.long()
     if offset is not None:
         if not isinstance(offset, Tensor) or offset.shape != (n + further,):
@@ -151,7 +151,7 @@ def _checked(roles: Roles, z_i: Tensor) -> Roles:
                 f"offset must be a tensor of shape ({n + further},), one number for each document; got {got}"
             )
         offset = offset.to(wide_enough(z_i.dtype))
-    _check_device(z_i.device, ids=ids, ignore=roles.ignore, offset=offset)
+    check_device(z_i.device, ids=ids, ignore=roles.ignore, offset=offset)
     return roles._replace(labels=labels, ids=None if ids is None else ids.long(), offset=offset)
 
 
@@ -188,7 +188,7 @@ def _among(layout: Layout, z_i: Tensor, z_j: Tensor | None, roles: Roles, alone:
         of_both["id"] = roles.ids.repeat(views)
         negatives.append(OTHER_ID)
     if roles.ignore is not None:
-        _check_mask(roles.ignore, (len(rows), len(rows)), alone)
+        check_mask(roles.ignore, (len(rows), len(rows)), alone)
         of_anchor["ignore"] = roles.ignore
         negatives.append(NOT_IGNORED)
     if layout.views:
@@ -216,7 +216,7 @@ def _across(layout: Layout, queries: Tensor, keys: Tensor, roles: Roles, alone: 
         documents.append(_side(shared, layout))
     if roles.ignore is not None:
         # In both directions, a rank knows only the pairs of its own rows.
-        _check_mask(
+        check_mask(
             roles.ignore, (n, sum(len(side.rows) for side in documents)), alone or layout.candidates == "clip"
         )
     labels = roles.labels if isinstance(roles.labels, tuple) else (roles.labels, roles.labels)
@@ -437,37 +437,4 @@ def _check_finite(name: str, rows: Tensor) -> None:
         bad = (~finite).nonzero().flatten()
         raise ValueError(
             f"{name} must be finite; got NaN or inf in {len(bad)} of {len(rows)} rows, first in row {int(bad[0])}"
-        )
-
-
-def _check_integers(name: str, values: Tensor | None, lengths: tuple[int, ...]) -> None:
-    """Raise if these are not integers, one for each row. Lengths stay dynamic in a compiled graph."""
-    if values is None:
-        return
-    if not isinstance(values, Tensor) or values.is_floating_point() or values.is_complex():
-        got = values.dtype if isinstance(values, Tensor) else type(values).__name__
-        raise TypeError(f"{name} must be an integer tensor of shape {_shapes(lengths)}; got {got}")
-    if values.ndim != 1 or all(len(values) != length for length in lengths):
-        raise ValueError(f"{name} must have shape {_shapes(lengths)}; got {tuple(values.shape)}")
-
-
-def _check_device(device: torch.device, **tensors: Tensor | None) -> None:
-    for name, values in tensors.items():
-        if isinstance(values, Tensor) and values.device != device:
-            raise ValueError(f"{name} must be on {device}, like the embeddings; got {values.device}")
-
-
-def _shapes(lengths: tuple[int, ...]) -> str:
-    return " or ".join(f"({length},)" for length in dict.fromkeys(lengths))
-
-
-def _check_mask(ignore: Tensor, shape: tuple[int, int], alone: bool) -> None:
-    """Raise unless these are booleans of this shape; over ranks, columns may be all ranks' candidates."""
-    if not isinstance(ignore, Tensor) or ignore.dtype != torch.bool:
-        got = ignore.dtype if isinstance(ignore, Tensor) else type(ignore).__name__
-        raise TypeError(f"ignore must be a boolean tensor of shape {shape}; got {got}")
-    if tuple(ignore.shape) != shape and (alone or ignore.ndim != 2 or len(ignore) != shape[0]):
-        raise ValueError(
-            f"ignore must have shape {shape}, anchors by candidates: (n, n + m) for n queries, their documents and m "
-            f"further negatives of all; got {tuple(ignore.shape)}"
         )

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch.nn.functional import threshold
 
 from weince.parameters import Scalar, check_endpoint, check_positive, is_number
-from weince.scores import derivatives, unseen
+from weince.scores import derivatives, may_take
 
 
 class Straight(NamedTuple):
@@ -229,7 +229,7 @@ class SoftmaxLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         temperature, score = column(self.temperature, shortfall), 1 - shortfall
-        return score.div_(temperature) if _may_take(score, temperature) else score / temperature
+        return score.div_(temperature) if may_take(score, temperature) else score / temperature
 
     def slope(self, shortfall: Tensor) -> Tensor:
         return (shortfall.new_ones(()) / column(self.temperature, shortfall)).expand_as(shortfall)
@@ -298,11 +298,11 @@ class ShortfallLink(Link):
 
     def logit(self, shortfall: Tensor) -> Tensor:
         gap, slope = self._gap(shortfall).clamp_min(self.eps), -column(self.beta, shortfall)
-        return gap.log_().mul_(slope) if _may_take(gap, slope) else gap.log() * slope
+        return gap.log_().mul_(slope) if may_take(gap, slope) else gap.log() * slope
 
     def slope(self, shortfall: Tensor) -> Tensor:
         inverse, beta = _inverse(self._gap(shortfall), self.eps), column(self.beta, shortfall)
-        return inverse.mul_(beta) if _may_take(inverse, beta) else inverse * beta
+        return inverse.mul_(beta) if may_take(inverse, beta) else inverse * beta
 
     def _gap(self, shortfall: Tensor) -> Tensor:
         return shortfall if self.endpoint == 1 else shortfall + (self.endpoint - 1)
@@ -377,14 +377,14 @@ class BlendLink(Link):
     def logit(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
         gap = self._gap(shortfall)
-        if _may_take(gap, gumbel, weibull):  # the same formula in place
+        if may_take(gap, gumbel, weibull):  # the same formula in place
             return gap.log_().mul_(-weibull).addcmul_(shortfall, gumbel, value=-1).add_(gumbel)
         return (1 - shortfall) * gumbel - gap.log() * weibull
 
     def slope(self, shortfall: Tensor) -> Tensor:
         gumbel, weibull = self._weights(shortfall)
         inverse = _inverse(shortfall, self.eps, self.offset)
-        if _may_take(inverse, gumbel, weibull):
+        if may_take(inverse, gumbel, weibull):
             return inverse.mul_(weibull).add_(gumbel)
         return inverse * weibull + gumbel
 
@@ -428,45 +428,6 @@ class AtanhLink(Link):
 
     def slope(self, shortfall: Tensor) -> Tensor:
         return _inverse(2 - shortfall, self.eps) + _inverse(shortfall, self.eps)
-
-
-SMALLEST = 1e-30
-"""Smallest shortfall in the logarithm of a :class:`MomentLink`."""
-
-
-@dataclass(frozen=True)
-class MomentLink(Link):
-    """``power * log(1 - s) - scale * (1 - s - origin)``: logits whose sums give the moments of shortfalls.
-
-    The mean of ``(1 - s) ** power`` under the softmax of ``scale * s`` is the exponential of this link's
-    log-sum-exp minus that of power 0. Moments of shortfalls are accurate where all negatives are near the cap: there
-    the variance of scores would cancel. An ``origin`` near that mean keeps the sums small, whose difference counts.
-    """
-
-    custom: ClassVar[bool] = False
-    needs_cap: ClassVar[bool] = True
-
-    scale: Scalar
-    power: int = 0
-    origin: Scalar = 0.0
-
-    def logit(self, shortfall: Tensor) -> Tensor:
-        softmax = (column(self.origin, shortfall) - shortfall) * column(self.scale, shortfall)
-        if not self.power:
-            return softmax
-        log = shortfall.clamp_min(SMALLEST).log()
-        return log.mul_(self.power).add_(softmax) if _may_take(log, softmax) else self.power * log + softmax
-
-
-def _may_take(own: Tensor, *others: Scalar) -> bool:
-    """Whether a fresh tensor ``own`` may be overwritten with a result of it and ``others``: nothing records
-    operations, and the result has the same shape and dtype."""
-    return unseen() and all(
-        not isinstance(other, Tensor)
-        or other.ndim == 0
-        or (other.dtype == own.dtype and len(other) == len(own))
-        for other in others
-    )
 
 
 def _inverse(values: Tensor, floor: float, offset: float = 0.0) -> Tensor:

@@ -40,6 +40,17 @@ def unseen() -> bool:
     return not (torch.is_grad_enabled() or torch.compiler.is_compiling() or in_transform())
 
 
+def may_take(own: Tensor, *others: float | Tensor) -> bool:
+    """Whether a fresh tensor ``own`` may be overwritten with a result of it and ``others``: nothing records
+    operations, and the result has the same shape and dtype."""
+    return unseen() and all(
+        not isinstance(other, Tensor)
+        or other.ndim == 0
+        or (other.dtype == own.dtype and len(other) == len(own))
+        for other in others
+    )
+
+
 def no_autocast(device: torch.device) -> AbstractContextManager[Any]:
     """A context without autocast: operations keep the dtype of their inputs."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
@@ -158,6 +169,20 @@ def _tf32_may_be_on() -> bool:
         return bool(torch.backends.cuda.matmul.allow_tf32)
     everywhere = torch.backends.fp32_precision  # type: ignore[attr-defined]  # set on the module at run time
     return own == "tf32" or bool(own == "none" and everywhere == "tf32")
+
+
+def log1pexp(x: Tensor) -> Tensor:
+    """``log(1 + exp(x))``. Above 40 it returns ``x``, with derivative 1, which is exact in float64."""
+    return torch.nn.functional.softplus(x, threshold=40.0)
+
+
+def log_add(value: Tensor, logits: Tensor) -> Tensor:
+    """``log(exp(value) + sum exp(logits))`` of ``(a,)`` and ``(a, k)``; ``-inf`` with gradient 0 if all are."""
+    every = torch.cat([value.unsqueeze(1), logits], 1)
+    largest = every.detach().amax(1, keepdim=True).clamp_min(torch.finfo(every.dtype).min)
+    total = (every - largest).exp().sum(1)
+    some = total != 0  # NaN stays NaN
+    return torch.where(some, total.where(some, 1.0).log() + largest.squeeze(1), -torch.inf)
 
 
 def first_order(gradient: Tensor, source: Tensor) -> Tensor:

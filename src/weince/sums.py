@@ -15,7 +15,7 @@ from weince.links import Link, as_link
 from weince.own_links import check_elementwise, check_learned
 from weince.pairs import SAME_VIEW, Problem, Rule
 from weince.parameters import check_choice, is_number
-from weince.scores import dot, row_shortfall
+from weince.scores import dot, log1pexp, log_add, row_shortfall
 from weince.tail import TailConfig, TailStats
 
 AnyLink = Link | Callable[..., Tensor]
@@ -146,11 +146,6 @@ class Summed(NamedTuple):
         return by_negatives if self.spread is None else by_negatives + self.spread
 
 
-def log1pexp(x: Tensor) -> Tensor:
-    """``log(1 + exp(x))``. Above 40 it returns ``x``, with derivative 1, which is exact in float64."""
-    return torch.nn.functional.softplus(x, threshold=40.0)
-
-
 class Part(NamedTuple):
     """One sum over the candidates, as engines see it.
 
@@ -193,9 +188,9 @@ class Survey(NamedTuple):
     """What an engine has found out about the negatives, without gradient; None for what nobody asked.
 
     ``stats``: tail statistics. ``thresholds``: for each number of hardest negatives, the shortfall ``(a,)`` up to
-    which a negative is one of them. ``negatives``: their number, ``(a,)``, or ``(1,)`` if all have
-    the same. ``smallest``: the smallest shortfalls of all pairs over all ranks, ascending. ``state``: what
-    ``evaluate`` of this engine can use. ``unless``: a condition ``()`` on the device; where it holds, nobody needs
+    which a negative is one of them. ``negatives``: their number, ``(a,)``, or ``(1,)`` if all have the same.
+    ``smallest``: those shortfalls, over all ranks, ascending. ``state``: what ``evaluate`` of this engine can use.
+    ``unless``: a condition ``()`` on the device; where it holds, nobody needs
     the next sums, and they may be anything.
 
     Examples:
@@ -352,7 +347,8 @@ class Batch:
     def log_sums_exp(self, links: Sequence[Link], unless: Tensor | None = None) -> list[Tensor]:
         """Log-sum-exp ``(anchors,)`` of all negatives' logits under each link, without gradient.
 
-        ``unless``: a condition ``()`` on the device; where it holds, nobody needs the values, and a kernel may stop.
+       
+    ``unless``: a condition ``()`` on the device; where it holds, nobody needs the values, and a kernel may stop.
         """
         with torch.no_grad():
             return self.values([Part(link, "lse") for link in links], unless)
@@ -447,15 +443,6 @@ class Batch:
         if part.kind == "lse":
             return log_add(value, torch.where(mask, logits, -torch.inf))
         return value + torch.where(mask, log1pexp(logits) if part.kind == "softplus" else logits, 0.0).sum(1)
-
-
-def log_add(value: Tensor, logits: Tensor) -> Tensor:
-    """``log(exp(value) + sum exp(logits))`` of ``(a,)`` and ``(a, k)``; ``-inf`` with gradient 0 if all are."""
-    every = torch.cat([value.unsqueeze(1), logits], 1)
-    largest = every.detach().amax(1, keepdim=True).clamp_min(torch.finfo(every.dtype).min)
-    total = (every - largest).exp().sum(1)
-    some = total != 0  # NaN stays NaN
-    return torch.where(some, total.where(some, 1.0).log() + largest.squeeze(1), -torch.inf)
 
 
 def _check(link: Link, anchors: Tensor) -> None:

@@ -33,11 +33,11 @@ from weince.links import (
     AtanhLink,
     BlendLink,
     FunctionLink,
-    MomentLink,
     PowerLink,
     ShortfallLink,
     SoftmaxLink,
 )
+from weince.losses.kl_ball import MomentLink
 from weince.sums import Batch, Need
 from weince.tail import TailConfig
 

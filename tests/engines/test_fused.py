@@ -34,12 +34,11 @@ from weince.links import (  # noqa: E402
     AtanhLink,
     BlendLink,
     FunctionLink,
-    MomentLink,
     PowerLink,
     ShortfallLink,
     SoftmaxLink,
 )
-from weince.losses.kl_ball import scales_at  # noqa: E402
+from weince.losses.kl_ball import MomentLink, scales_at  # noqa: E402
 from weince.scores import shortfalls  # noqa: E402
 from weince.sums import Need, Part  # noqa: E402
 from weince.tail import TailConfig, TailFit, fit_tail, gated  # noqa: E402

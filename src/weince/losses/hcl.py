@@ -15,7 +15,8 @@ from weince.links import AffineLink, SoftmaxLink
 from weince.losses.functional import functional
 from weince.losses.temperature import LearnedOptions, TemperatureLoss, temperatures
 from weince.parameters import Scalar, is_number
-from weince.sums import Batch, Count, LogSumExp, Sum, Summed, log1pexp
+from weince.scores import log1pexp
+from weince.sums import Batch, Count, LogSumExp, Sum, Summed
 
 
 class HCLLoss(TemperatureLoss):

@@ -8,18 +8,19 @@ push less than the positive pulls: the embeddings stay alike.
 """
 
 import math
-from typing import Unpack
+from dataclasses import dataclass
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor
 
 from weince.engines.choose import warn_once
-from weince.links import MomentLink, SoftmaxLink
+from weince.links import Link, SoftmaxLink, column
 from weince.losses.base import ContrastiveLoss
 from weince.losses.functional import functional
 from weince.losses.options import Options
 from weince.parameters import Scalar, check_fixed
-from weince.scores import free_to_look, unseen
+from weince.scores import free_to_look, may_take, unseen
 from weince.sums import Batch, LogSumExp, Summed
 
 STEPS = 8
@@ -27,6 +28,34 @@ STEPS = 8
 
 LEAST_SCALE = 1e-2
 """Smallest inverse temperature of the search; the largest is that of the smallest temperature."""
+
+
+SMALLEST = 1e-30
+"""Smallest shortfall in the logarithm of a :class:`MomentLink`."""
+
+
+@dataclass(frozen=True)
+class MomentLink(Link):
+    """``power * log(1 - s) - scale * (1 - s - origin)``: logits whose sums give the moments of shortfalls.
+
+    The mean of ``(1 - s) ** power`` under the softmax of ``scale * s`` is the exponential of this link's
+    log-sum-exp minus that of power 0. Moments of shortfalls are accurate where all negatives are near the cap: there
+    the variance of scores would cancel. An ``origin`` near that mean keeps the sums small, whose difference counts.
+    """
+
+    custom: ClassVar[bool] = False
+    needs_cap: ClassVar[bool] = True
+
+    scale: Scalar
+    power: int = 0
+    origin: Scalar = 0.0
+
+    def logit(self, shortfall: Tensor) -> Tensor:
+        softmax = (column(self.origin, shortfall) - shortfall) * column(self.scale, shortfall)
+        if not self.power:
+            return softmax
+        log = shortfall.clamp_min(SMALLEST).log()
+        return log.mul_(self.power).add_(softmax) if may_take(log, softmax) else self.power * log + softmax
 
 
 class KLBallLoss(ContrastiveLoss):

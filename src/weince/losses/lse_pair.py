@@ -8,7 +8,8 @@ from torch import Tensor
 from weince.links import AffineLink
 from weince.losses.functional import functional
 from weince.losses.temperature import TemperatureLoss, temperatures
-from weince.sums import Batch, LogSumExp, Summed, log1pexp
+from weince.scores import log1pexp
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class LSEPairLoss(TemperatureLoss):

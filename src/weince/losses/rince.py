@@ -12,8 +12,8 @@ from torch import Tensor
 from weince.losses.functional import functional
 from weince.losses.temperature import TemperatureLoss, TemperatureOptions, temperatures
 from weince.parameters import Scalar, check_fixed, is_number
-from weince.scores import free_to_look
-from weince.sums import Batch, LogSumExp, Summed, log1pexp
+from weince.scores import free_to_look, log1pexp
+from weince.sums import Batch, LogSumExp, Summed
 
 
 class RINCELoss(TemperatureLoss):
