@@ -190,8 +190,7 @@ class Survey(NamedTuple):
     ``stats``: tail statistics. ``thresholds``: for each number of hardest negatives, the shortfall ``(a,)`` up to
     which a negative is one of them. ``negatives``: their number, ``(a,)``, or ``(1,)`` if all have the same.
     ``smallest``: those shortfalls, over all ranks, ascending. ``state``: what ``evaluate`` of this engine can use.
-    ``unless``: a condition ``()`` on the device; where it holds, nobody needs
-    the next sums, and they may be anything.
+    ``unless``: a condition ``()`` on the device; where it holds, the next sums may be anything.
 
     Examples:
         >>> import torch
@@ -347,8 +346,8 @@ class Batch:
     def log_sums_exp(self, links: Sequence[Link], unless: Tensor | None = None) -> list[Tensor]:
         """Log-sum-exp ``(anchors,)`` of all negatives' logits under each link, without gradient.
 
-       
-    ``unless``: a condition ``()`` on the device; where it holds, nobody needs the values, and a kernel may stop.
+
+        ``unless``: a condition ``()`` on the device; where it holds, nobody needs the values, and a kernel may stop.
         """
         with torch.no_grad():
             return self.values([Part(link, "lse") for link in links], unless)
