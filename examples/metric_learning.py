@@ -18,7 +18,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from weince import DCLLoss
-from weince.integrations.metric_learning import CrossBatchMemory, LossAdapter
+from weince.integrations.metric_learning import CrossBatchMemory, MetricLossAdapter
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -42,7 +42,7 @@ def main(arguments: list[str] | None = None) -> None:
 
     before = accuracy()
     loss = CrossBatchMemory(
-        LossAdapter(DCLLoss(0.1, candidates="labels")), embedding_size=16, memory_size=512
+        MetricLossAdapter(DCLLoss(0.1, candidates="labels")), embedding_size=16, memory_size=512
     )
     trainer = MetricLossOnly(
         models={"trunk": encoder},

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from toy_text import column
 
 from weince import InfoNCELoss, TailConfig, WeinceLoss, cached_step
-from weince.integrations.metric_learning import LossAdapter as OfLabels
+from weince.integrations.metric_learning import MetricLossAdapter
 from weince.integrations.sentence_transformers import CachedLossAdapter, LossAdapter
 
 EXACT_REPLAY = Version(version("sentence-transformers")) >= Version("6.2")
@@ -93,7 +93,7 @@ def labelled_step(rows, wrap=lambda loss: loss):
     """Gradient of a linear map on some of 12 labelled rows, with the loss for pytorch-metric-learning."""
     torch.manual_seed(4)
     x, net = torch.randn(12, 6, dtype=torch.float64), nn.Linear(6, 4).double()
-    loss = wrap(OfLabels(WeinceLoss(0.3, candidates="labels", **OPEN)))
+    loss = wrap(MetricLossAdapter(WeinceLoss(0.3, candidates="labels", **OPEN)))
     loss(net(x[rows]), (torch.arange(12) % 4)[rows]).backward()
     return net.weight.grad
 

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 
 import weince
 from weince import TailConfig
-from weince.integrations.metric_learning import CrossBatchMemory, LossAdapter, SelfSupervisedLoss
+from weince.integrations.metric_learning import CrossBatchMemory, MetricLossAdapter, SelfSupervisedLoss
 
 PAPER = {"softmax_term": 0, "shortfall_term": 0}
 CLOSED = {"tail": TailConfig(margin=1e9), **PAPER}  # the AIC gate never opens: lam = 0
@@ -26,7 +26,7 @@ OPEN = {"tail": TailConfig(k=5, kappa_rho=3.0), **PAPER}
 
 
 def adapted(temperature=0.5, **options):
-    return LossAdapter(weince.WeinceLoss(temperature, candidates="labels", **options))
+    return MetricLossAdapter(weince.WeinceLoss(temperature, candidates="labels", **options))
 
 
 def rows(n, seed=0, d=6):
@@ -133,7 +133,7 @@ def test_any_loss_over_labels_with_and_without_references(name, engine):
         ref = z if same else rows(len(ref_y), 1)
         others = {} if same else {"ref_emb": ref, "ref_labels": torch.tensor(ref_y)}
         loss = case.make(learned, candidates="labels", engine=engine).double()
-        got = LossAdapter(loss)(z, torch.tensor(y), **others)
+        got = MetricLossAdapter(loss)(z, torch.tensor(y), **others)
         wanted = by_formula(case, Layout({}, "labels", [(z, ref, roles(y, y if same else ref_y, same))])).mean
         leaves = [z] if same else [z, ref]
         torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
@@ -144,12 +144,12 @@ def test_any_loss_over_labels_with_and_without_references(name, engine):
 
 def test_only_losses_over_labels_are_adapted():
     with pytest.raises(TypeError, match=r"loss must be a loss of weince, like DCLLoss\(\); got SupConLoss"):
-        LossAdapter(losses.SupConLoss())
+        MetricLossAdapter(losses.SupConLoss())
     for options in ({}, {"candidates": "labels", "reduction": "none"}):
         with pytest.raises(
             ValueError, match='wanted a loss with candidates="labels" and reduction="mean"; got'
         ):
-            LossAdapter(weince.DCLLoss(**options))
+            MetricLossAdapter(weince.DCLLoss(**options))
 
 
 def test_a_learned_temperature_and_copies():
@@ -248,7 +248,7 @@ def test_reference_labels_of_the_same_rows_count():
     z, labels = torch.randn(12, 6, dtype=torch.float64), torch.arange(12) % 3
     other = labels.roll(1)
     theirs = losses.SupConLoss(temperature=0.1)(z, labels, ref_emb=z, ref_labels=other)
-    ours = LossAdapter(weince.SupConLoss(0.1))(z, labels, ref_emb=z, ref_labels=other)
+    ours = MetricLossAdapter(weince.SupConLoss(0.1))(z, labels, ref_emb=z, ref_labels=other)
     torch.testing.assert_close(ours, theirs)
 
 
@@ -273,7 +273,7 @@ def test_any_loss_over_pairs_that_somebody_chose(name, engine):
     kinds[1] = kinds[1].masked_fill(kinds[1] == 1, 2)  # no negative
     pairs = (*torch.where(kinds == 0), *torch.where(kinds == 1))
     loss = case.make(learned, candidates="labels", engine=engine).double()
-    got = LossAdapter(loss)(z, None, pairs, ref)
+    got = MetricLossAdapter(loss)(z, None, pairs, ref)
     wanted = by_formula(case, Layout({}, "labels", [(z, ref, chosen_roles(n, m, pairs))])).mean
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-10)
     torch.testing.assert_close(
@@ -303,15 +303,17 @@ def test_miners_choose_as_for_theirs(name, references):
         assert len(anchors) > 1
         return per_anchor["losses"].sum() / len(anchors)
 
-    ours = value_and_gradients(lambda z: LossAdapter(weince.SupConLoss(0.2))(z, y, chosen, **others), z)
+    ours = value_and_gradients(lambda z: MetricLossAdapter(weince.SupConLoss(0.2))(z, y, chosen, **others), z)
     torch.testing.assert_close(ours, value_and_gradients(theirs, z))
-    every = LossAdapter(weince.SupConLoss(0.2))(z, y, **others).detach()
+    every = MetricLossAdapter(weince.SupConLoss(0.2))(z, y, **others).detach()
     assert abs(float(ours[0] - every)) > 1e-3  # the miner has an effect
 
 
 def test_a_miner_that_chooses_nothing_leaves_a_loss_of_0():
     z, y, nothing = rows(8), labels(8), (torch.empty(0, dtype=torch.int64),) * 4
-    value, gradient = value_and_gradients(lambda z: LossAdapter(weince.SupConLoss(0.2))(z, y, nothing), z)
+    value, gradient = value_and_gradients(
+        lambda z: MetricLossAdapter(weince.SupConLoss(0.2))(z, y, nothing), z
+    )
     assert value == losses.SupConLoss(0.2)(z, y, nothing) == 0
     assert not gradient.any()
 
@@ -327,7 +329,7 @@ def test_a_memory_of_batches_is_theirs(miner):
             miner=None if miner is None else copy.deepcopy(MINERS[miner]),
         )
         for make, loss in (
-            (CrossBatchMemory, LossAdapter(weince.SupConLoss(0.2))),
+            (CrossBatchMemory, MetricLossAdapter(weince.SupConLoss(0.2))),
             (losses.CrossBatchMemory, losses.SupConLoss(0.2)),
         )
     ]
@@ -351,7 +353,9 @@ def test_their_wrappers_still_take_their_own_losses_and_no_others():
 @pytest.mark.parametrize("symmetric", [True, False])
 def test_two_views_without_labels_are_theirs(symmetric):
     z, other = rows(9), rows(9, 1)
-    ours = SelfSupervisedLoss(LossAdapter(weince.InfoNCELoss(0.2, candidates="labels")), symmetric=symmetric)
+    ours = SelfSupervisedLoss(
+        MetricLossAdapter(weince.InfoNCELoss(0.2, candidates="labels")), symmetric=symmetric
+    )
     for theirs in (losses.NTXentLoss(0.2), losses.SupConLoss(0.2)):
         wanted = value_and_gradients(losses.SelfSupervisedLoss(theirs, symmetric=symmetric), z, other)
         torch.testing.assert_close(value_and_gradients(ours, z, other), wanted)
@@ -365,7 +369,11 @@ def test_two_views_without_labels_are_theirs(symmetric):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision(dtype, memory, chosen):
     """The loss of the rounded rows in float32, whose gradient is rounded once; a memory may have another dtype."""
-    z, y, loss = rows(12).detach().to(dtype).requires_grad_(), labels(12), LossAdapter(weince.SupConLoss(0.2))
+    z, y, loss = (
+        rows(12).detach().to(dtype).requires_grad_(),
+        labels(12),
+        MetricLossAdapter(weince.SupConLoss(0.2)),
+    )
     others = {} if memory is None else {"ref_emb": rows(9, 1).detach().to(memory), "ref_labels": labels(9)}
     exact = {name: value.double() if name == "ref_emb" else value for name, value in others.items()}
     double = z.detach().double().requires_grad_()
@@ -381,7 +389,7 @@ def test_half_precision(dtype, memory, chosen):
 def test_the_callers_loss_stays_as_it_is():
     core = weince.SupConLoss(nn.Parameter(torch.tensor(0.2)))
     before = {name: value for name, value in vars(core).items() if not name.startswith("_")}
-    loss = LossAdapter(core)
+    loss = MetricLossAdapter(core)
     loss(rows(9), labels(9), ref_emb=rows(7, 1), ref_labels=labels(7)).backward()
     assert core.temperature.grad.abs() > 0
     assert core.gather is True
@@ -392,7 +400,7 @@ def test_the_pairs_of_their_efficient_wrapper():
     """It passes the local rows, all rows, and the pairs without those of a row with itself."""
     z, everything, y = rows(6), rows(15, 1), labels(15)
     chosen = get_indices_tuple(y[:6], y)
-    theirs, ours = losses.SupConLoss(0.2), LossAdapter(weince.SupConLoss(0.2))
+    theirs, ours = losses.SupConLoss(0.2), MetricLossAdapter(weince.SupConLoss(0.2))
     found, wanted = (
         value_and_gradients(lambda z, each=each: each(z, y[:6], chosen, everything, y), z)
         for each in (ours, theirs)

@@ -9,7 +9,6 @@ loss that does not use the tail, such as InfoNCE, it shows what WEINCE would see
 ``lightning.pytorch`` and ``pytorch_lightning``.
 """
 
-import importlib
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -23,18 +22,15 @@ from weince.tail import TailStats
 if TYPE_CHECKING:
     from pytorch_lightning import Callback, LightningModule, Trainer
 else:
-
-    def _callback() -> type:
-        for name in ("lightning.pytorch", "pytorch_lightning"):
-            try:
-                return importlib.import_module(name).Callback
-            except ModuleNotFoundError:
-                pass
+    try:
+        try:
+            from lightning.pytorch import Callback
+        except ModuleNotFoundError:
+            from pytorch_lightning import Callback
+    except ModuleNotFoundError as error:
         raise ImportError(
             "weince.integrations.lightning needs Lightning: pip install lightning, or pytorch-lightning"
-        )
-
-    Callback = _callback()
+        ) from error
 
 __all__ = ["TailLogger"]
 

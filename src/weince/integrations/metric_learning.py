@@ -1,13 +1,13 @@
 """Losses of weince as losses of pytorch-metric-learning: ``loss(embeddings, labels)``.
 
-    from weince.integrations.metric_learning import LossAdapter
+    from weince.integrations.metric_learning import MetricLossAdapter
 
-    loss = LossAdapter(weince.DCLLoss(0.1, candidates="labels"))  # was: SupConLoss(temperature=0.1)
+    loss = MetricLossAdapter(weince.DCLLoss(0.1, candidates="labels"))  # was: SupConLoss(temperature=0.1)
     loss(embeddings, labels).backward()
 
 It works in that library's trainers, with its miners, and in its ``DistributedLossWrapper``. Its ``CrossBatchMemory``
 and ``SelfSupervisedLoss`` accept only losses on a list of names; :class:`CrossBatchMemory` and
-:class:`SelfSupervisedLoss` of this module are the same with :class:`LossAdapter` on the list.
+:class:`SelfSupervisedLoss` of this module are the same with :class:`MetricLossAdapter` on the list.
 """
 
 from collections.abc import Sequence
@@ -32,10 +32,10 @@ except ImportError as error:
         f"pip install pytorch-metric-learning ({error})"
     ) from error
 
-__all__ = ["CrossBatchMemory", "LossAdapter", "SelfSupervisedLoss"]
+__all__ = ["CrossBatchMemory", "MetricLossAdapter", "SelfSupervisedLoss"]
 
 
-class LossAdapter(losses.BaseMetricLossFunction):  # type: ignore[misc]
+class MetricLossAdapter(losses.BaseMetricLossFunction):  # type: ignore[misc]
     """Any loss of weince over labels, with the call signature of pytorch-metric-learning.
 
     Every row is an anchor, the other rows with its label are its positives, and the rows with other labels its
@@ -52,8 +52,8 @@ class LossAdapter(losses.BaseMetricLossFunction):  # type: ignore[misc]
     Examples:
         >>> import torch
         >>> from weince import DCLLoss
-        >>> from weince.integrations.metric_learning import LossAdapter
-        >>> loss = LossAdapter(DCLLoss(0.1, candidates="labels"))
+        >>> from weince.integrations.metric_learning import MetricLossAdapter
+        >>> loss = MetricLossAdapter(DCLLoss(0.1, candidates="labels"))
         >>> loss(torch.randn(16, 8), torch.randint(4, (16,))).shape
         torch.Size([])
     """
@@ -146,34 +146,34 @@ class LossAdapter(losses.BaseMetricLossFunction):  # type: ignore[misc]
 
 
 class CrossBatchMemory(losses.CrossBatchMemory):  # type: ignore[misc]
-    """``CrossBatchMemory`` of pytorch-metric-learning, which also takes a :class:`LossAdapter`.
+    """``CrossBatchMemory`` of pytorch-metric-learning, which also takes a :class:`MetricLossAdapter`.
 
     Examples:
         >>> import torch
         >>> from weince import SupConLoss
-        >>> from weince.integrations.metric_learning import CrossBatchMemory, LossAdapter
-        >>> loss = CrossBatchMemory(LossAdapter(SupConLoss(0.1)), embedding_size=8, memory_size=64)
+        >>> from weince.integrations.metric_learning import CrossBatchMemory, MetricLossAdapter
+        >>> loss = CrossBatchMemory(MetricLossAdapter(SupConLoss(0.1)), embedding_size=8, memory_size=64)
         >>> loss(torch.randn(16, 8), torch.randint(4, (16,))).shape
         torch.Size([])
     """
 
     @staticmethod
     def supported_losses() -> list[str]:
-        return [*losses.CrossBatchMemory.supported_losses(), LossAdapter.__name__]
+        return [*losses.CrossBatchMemory.supported_losses(), MetricLossAdapter.__name__]
 
 
 class SelfSupervisedLoss(losses.SelfSupervisedLoss):  # type: ignore[misc]
-    """``SelfSupervisedLoss`` of pytorch-metric-learning, which also takes a :class:`LossAdapter`.
+    """``SelfSupervisedLoss`` of pytorch-metric-learning, which also takes a :class:`MetricLossAdapter`.
 
     Examples:
         >>> import torch
         >>> from weince import SupConLoss
-        >>> from weince.integrations.metric_learning import LossAdapter, SelfSupervisedLoss
-        >>> loss = SelfSupervisedLoss(LossAdapter(SupConLoss(0.1)))
+        >>> from weince.integrations.metric_learning import MetricLossAdapter, SelfSupervisedLoss
+        >>> loss = SelfSupervisedLoss(MetricLossAdapter(SupConLoss(0.1)))
         >>> loss(torch.randn(16, 8), torch.randn(16, 8)).shape
         torch.Size([])
     """
 
     @staticmethod
     def supported_losses() -> list[str]:
-        return [*losses.SelfSupervisedLoss.supported_losses(), LossAdapter.__name__]
+        return [*losses.SelfSupervisedLoss.supported_losses(), MetricLossAdapter.__name__]

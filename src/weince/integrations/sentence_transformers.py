@@ -43,6 +43,7 @@ __all__ = ["CachedLossAdapter", "LossAdapter", "load_model"]
 Features = dict[str, Any]
 HardNegatives = Literal["shared", "own"]
 LabelColumn = Literal["weights", "positives"]
+OPTIONS = ("hard_negatives", "label_column", "mask_duplicates", "mini_batch_size", "mini_batch_num_tokens")
 
 CITATION = """
 @inproceedings{erol2026softmax,
@@ -180,10 +181,16 @@ class LossAdapter(nn.Module):
             roles["negatives"] = joined(hard)
             if self.hard_negatives == "own":
                 roles["negatives"] = roles["negatives"].unflatten(0, (len(hard), -1)).transpose(0, 1)
+        if self.label_column is None:
+            return roles
+        if labels is None:
+            raise ValueError(
+                f'label_column="{self.label_column}" wants a column label, labels, score or scores in the dataset; '
+                "this one has none of them"
+            )
         if self.label_column == "weights":
-            assert labels is not None
             roles["weights"] = labels if labels.is_floating_point() else labels.float()
-        elif self.label_column == "positives":
+        else:
             roles["labels"] = (labels, labels)
         return roles
 
@@ -205,18 +212,11 @@ class LossAdapter(nn.Module):
             raise ValueError(
                 f'a loss with candidates="{candidates}" wants a dataset of {wanted}; got {number}{and_labels}'
             )
-        if self.label_column is not None and labels is None:
-            raise ValueError(
-                f'label_column="{self.label_column}" wants a column label, labels, score or scores in the dataset; '
-                "this one has none of them"
-            )
 
     def get_config_dict(self) -> dict[str, Any]:
         """Settings of the loss for the model card: numbers, strings, lists and dicts."""
         values = {name: _plain(value) for name, value in self.loss.settings().items()}
-        options = {
-            name: getattr(self, name) for name in ("hard_negatives", "label_column", "mask_duplicates")
-        }
+        options = {name: getattr(self, name) for name in OPTIONS if hasattr(self, name)}
         return {
             "loss": type(self.loss).__name__,
             **values,
@@ -307,14 +307,6 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
             return value
         value.backward()  # type: ignore[no-untyped-call]
         return value.detach()
-
-    def get_config_dict(self) -> dict[str, Any]:
-        """Settings of the loss for the model card."""
-        sizes = {
-            "mini_batch_size": self.mini_batch_size,
-            "mini_batch_num_tokens": self.mini_batch_num_tokens,
-        }
-        return {**super().get_config_dict(), **sizes}
 
 
 def load_model(model: str | Path, *, device: str | None = None) -> SentenceTransformer:
