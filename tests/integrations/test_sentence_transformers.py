@@ -337,17 +337,6 @@ def test_the_configuration_says_all_terms(tiny):
     assert cached_weince(tiny, mini_batch_size=7).get_config_dict()["mini_batch_size"] == 7
 
 
-def test_the_model_card_cites_the_paper_of_weince_for_weince_only(tiny):
-    card = tiny.model_card_data
-    paper = LossAdapter(tiny, weince.WeinceLoss.paper(0.05, candidates="cross"))
-    for losses, cited in (
-        ([LossAdapter(tiny, weince.DCLLoss(0.05, candidates="cross"))], set()),
-        ([weince_loss(tiny), paper], {"LossAdapter"}),
-    ):
-        card.set_losses(losses)
-        assert {name for name, entry in card.citations.items() if "erol2026softmax" in entry} == cited
-
-
 def test_copies_and_states(tiny):
     loss = LossAdapter(tiny, weince.WeinceLoss.released(nn.Parameter(torch.tensor(0.05)), candidates="cross"))
     tokens = features(tiny, 2)

@@ -90,8 +90,7 @@ class MetricLossAdapter(losses.BaseMetricLossFunction):  # type: ignore[misc]
             )
         # Nothing to contrast with: at most one row, or references that are still an empty memory.
         if len(ref_emb) <= (ref_emb is embeddings) or not len(embeddings):
-            zero: dict[str, Any] = self.zero_losses()
-            return zero
+            return dict(self.zero_losses())
         if indices_tuple is None and ref_emb is embeddings and ref_labels is labels and not is_spread():
             value = self.loss(embeddings, labels=labels)
         else:

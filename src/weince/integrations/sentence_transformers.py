@@ -45,16 +45,6 @@ HardNegatives = Literal["shared", "own"]
 LabelColumn = Literal["weights", "positives"]
 OPTIONS = ("hard_negatives", "label_column", "mask_duplicates", "mini_batch_size", "mini_batch_num_tokens")
 
-CITATION = """
-@inproceedings{erol2026softmax,
-    title = {When Softmax Fails at the Top: Extreme-Value Corrections for InfoNCE},
-    author = {Erol, Melihcan and Evren, Suat and Ozel, Oktay and Morgan, Alexander and Ryu, Jongha Jon and
-              Zheng, Lizhong},
-    booktitle = {Proceedings of the 43rd International Conference on Machine Learning},
-    year = {2026},
-}
-"""
-
 
 class Beside(NamedTuple):
     """What a batch brings along beside its embeddings: its label column, ids, and copies of learned parameters."""
@@ -123,8 +113,7 @@ class LossAdapter(nn.Module):
                 )
         if not isinstance(mask_duplicates, bool):
             raise TypeError(f"mask_duplicates must be True or False; got {mask_duplicates!r}")
-        self.model = model
-        self.loss = loss
+        self.model, self.loss = model, loss
         self.hard_negatives, self.label_column = hard_negatives, label_column
         self.mask_duplicates = mask_duplicates
         self._averages = False  # whether hooks average the gradients of the loss's own parameters
@@ -224,13 +213,6 @@ class LossAdapter(nn.Module):
             "gather_across_devices": self.loss.gather,
         }
 
-    @property
-    def citation(self) -> str:
-        """BibTeX entry for the model card; other losses than WEINCE have none, and the card leaves them out."""
-        if not isinstance(self.loss, weince.WeinceLoss):
-            raise AttributeError(f"no citation for {type(self.loss).__name__}")
-        return CITATION
-
 
 class CachedLossAdapter(CachedLossMixin, LossAdapter):
     """:class:`LossAdapter` with cached gradients, for batches whose activations do not fit into memory.
@@ -267,10 +249,9 @@ class CachedLossAdapter(CachedLossMixin, LossAdapter):
         **options: Any,
     ) -> None:
         super().__init__(model, loss, **options)
-        sizes = {"mini_batch_size": mini_batch_size, "mini_batch_num_tokens": mini_batch_num_tokens}
-        for name, size in sizes.items():
-            optional = name == "mini_batch_num_tokens"
-            if not (optional and size is None) and (type(size) is not int or size < 1):
+        tokens = 1 if mini_batch_num_tokens is None else mini_batch_num_tokens
+        for name, size in (("mini_batch_size", mini_batch_size), ("mini_batch_num_tokens", tokens)):
+            if type(size) is not int or size < 1:
                 raise ValueError(f"{name} must be an int of at least 1; got {size!r}")
         if has_static_embedding_input(model):
             raise ValueError(
