@@ -88,7 +88,7 @@ def find_runs(
 
 
 def _data_meant(matching: Sequence[Files], run: Run) -> str | None:
-    """Fingerprint of our data, by their name in the records; None if there is no record, or none in this one.
+    """The fingerprint that the records have for data of our name; None if no record has one.
 
     Records with the settings of our runs may be on other data, such as CIFAR-10 instead of CIFAR-100.
     """
