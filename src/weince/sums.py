@@ -346,7 +346,6 @@ class Batch:
     def log_sums_exp(self, links: Sequence[Link], unless: Tensor | None = None) -> list[Tensor]:
         """Log-sum-exp ``(anchors,)`` of all negatives' logits under each link, without gradient.
 
-
         ``unless``: a condition ``()`` on the device; where it holds, nobody needs the values, and a kernel may stop.
         """
         with torch.no_grad():
