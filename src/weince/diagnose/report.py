@@ -22,7 +22,7 @@ from weince.diagnose.measure import STAGES, Measured, More, measure
 from weince.diagnose.reading import EmbeddedPairs, InputError, make_pairs
 from weince.diagnose.report_page import ReportPage, write_page
 from weince.diagnose.rules import THRESHOLDS
-from weince.diagnose.sections import Group, Section, Writer, write_sections
+from weince.diagnose.sections import Group, Section, SectionWriter, write_sections
 from weince.diagnose.style import Gallery
 from weince.diagnose.wording import tail_kind
 from weince.files import check_folder, finished_folder, is_unfinished
@@ -46,7 +46,7 @@ class Supplement:
 
     stages: tuple[str, ...]  # names of its stages, for the progress bar
     measure: More  # measures what becomes ``m.more``
-    sections: Callable[[Writer], list[Section]]  # writes its sections of the page
+    sections: Callable[[SectionWriter], list[Section]]  # writes its sections of the page
     # what a trend draws besides the quantities of the verdict
     quantities: Callable[[Sequence[Measured]], list[Quantity]]
     summarise: Callable[[Measured], Mapping[str, Any]]  # numbers of a model for ``summary.json``
@@ -89,7 +89,7 @@ def write_diagnosis(
         more = [] if supplement is None else supplement.quantities(models)
         compared = _compare(gallery, models, steps, average, more)
         shown = models[-1:] if trend else models
-        writer = Writer(gallery, models, shown, settings.seed)
+        writer = SectionWriter(gallery, models, shown, settings.seed)
         sections = write_sections(writer, settings)
         if supplement is not None:
             sections += supplement.sections(writer)

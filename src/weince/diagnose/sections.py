@@ -67,7 +67,7 @@ Row = tuple[str, Callable[[Measured], Cell]]
 Lines = Sequence[tuple[Cell, ...]]
 
 
-class Writer:
+class SectionWriter:
     """Writes sections for a list of models; figures are drawn for `shown` of them, tables for all."""
 
     def __init__(
@@ -317,7 +317,7 @@ def _good_temperatures(m: Measured) -> Cell:
     return taus((float("nan"), float("nan")) if m.curves is None else m.curves.tau_range)
 
 
-def write_sections(writer: Writer, settings: DiagnosisSettings) -> list[Section]:
+def write_sections(writer: SectionWriter, settings: DiagnosisSettings) -> list[Section]:
     """The sections of the verdict in order; the page shows the first one open."""
     return [
         writer.link(settings),

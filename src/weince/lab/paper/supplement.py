@@ -14,7 +14,7 @@ from weince.diagnose.cells import NumberTable, between, count, num, p_value, per
 from weince.diagnose.figures_link import GAIN, Quantity
 from weince.diagnose.measure import Measured
 from weince.diagnose.report import Supplement
-from weince.diagnose.sections import Group, Row, Section, Writer
+from weince.diagnose.sections import Group, Row, Section, SectionWriter
 from weince.diagnose.style import Figure
 from weince.evt import Gain
 from weince.lab.paper import panels
@@ -23,7 +23,7 @@ from weince.lab.paper.anchors import daic_artefact
 from weince.lab.paper.measurements import STAGES, measure_paper
 
 
-def _link(w: Writer) -> Section:
+def _link(w: SectionWriter) -> Section:
     nan = float("nan")
     rows: list[Row] = [
         ("gain by cross-validation", lambda m: num(m.more.folds.gain, 4)),
@@ -54,7 +54,7 @@ def _link(w: Writer) -> Section:
     )
 
 
-def _pot(w: Writer) -> Section:
+def _pot(w: SectionWriter) -> Section:
     rows: list[Row] = [
         ("likelihood ratio against the refitted exponential", lambda m: num(m.more.pot.exponential.lr, 1)),
         (
@@ -75,7 +75,7 @@ def _pot(w: Writer) -> Section:
     return Section("pot", "Peaks over a threshold", read, draw, (w.table("pot", "Fits of the tail", rows),))
 
 
-def _thresholds(w: Writer) -> Section:
+def _thresholds(w: SectionWriter) -> Section:
     read = (
         "Where the generalised Pareto law holds, ξ and the modified scale stay level to the right of the "
         "threshold in use, within their bands. The mean excess is then a straight line, falling if the tail "
@@ -95,7 +95,7 @@ def _thresholds(w: Writer) -> Section:
     return Section("thresholds", "Choice of the threshold", read, draw, (table,))
 
 
-def _frechet(w: Writer) -> Section:
+def _frechet(w: SectionWriter) -> Section:
     rows: list[Row] = [
         *_gain_rows("shortfall over softmax", lambda m: m.more.frechet.w_over_0),
         *_gain_rows("heavy tail over softmax", lambda m: m.more.frechet.f_over_0),
@@ -115,7 +115,7 @@ def _frechet(w: Writer) -> Section:
     return Section("frechet", "Heavy-tail ablation", read, draw, tables, notes=w.without_fit())
 
 
-def _ablations(w: Writer) -> Section:
+def _ablations(w: SectionWriter) -> Section:
     def draw(tag: str, m: Measured) -> list[Figure]:
         kept = panels.ablation_figures(w.gallery, tag, m.more.hard, m.more.hard_drawn, "kept")
         return kept + panels.ablation_figures(w.gallery, tag, m.more.pool, m.more.pool_drawn, "pool")
@@ -142,7 +142,7 @@ def _ablations(w: Writer) -> Section:
     return Section("ablations", title, read, drawn, tuple(tables), notes=w.without_fit())
 
 
-def _risk(w: Writer) -> Section:
+def _risk(w: SectionWriter) -> Section:
     def draw(tag: str, m: Measured) -> list[Figure]:
         return [] if m.more.risk is None else panels.risk_figures(w.gallery, tag, m.more.risk)
 
@@ -167,7 +167,7 @@ def _risk(w: Writer) -> Section:
     return Section("risk", "Risk against gradient", read, w.groups(draw), tables, notes=w.without_fit())
 
 
-def _anchors(w: Writer) -> Section:
+def _anchors(w: SectionWriter) -> Section:
     rows: list[Row] = [
         ("exceedances per anchor", lambda m: count(int(m.more.comparison.n.max()))),
         ("anchors with ΔAIC > 0 (the paper's count)", lambda m: percent((m.more.anchors.daic > 0).mean())),
@@ -233,7 +233,7 @@ def _ablation_table(
     return NumberTable(slug, title, (over, "λ", "gain, nats", "95 %", "p", *control), rows)
 
 
-def sections(w: Writer) -> list[Section]:
+def sections(w: SectionWriter) -> list[Section]:
     """The paper's sections, in its order."""
     return [part(w) for part in (_link, _pot, _thresholds, _frechet, _ablations, _risk, _anchors)]
 
