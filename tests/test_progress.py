@@ -8,8 +8,10 @@ import pytest
 from rich.console import Console
 
 from weince import progress
-from weince.lab.tasks.images import log as vision_log
-from weince.lab.tasks.sentences import log as text_log
+from weince.lab.tasks.base import Schedule
+from weince.lab.tasks.images.training import ImageTraining
+from weince.lab.tasks.sentences.training import SentenceTraining
+from weince.lab.training.log import progress_bar
 
 ROW = {
     "loss": 5.7982, "lam": 0.208, "beta": 3.09, "views_per_second": 13539.0, "crowded": 0.0, "effective_rank": 30.0,
@@ -46,15 +48,20 @@ def clock(monkeypatch):
     return now
 
 
+def by_epochs(epochs):
+    return Schedule(epochs, in_epoch=1, segment=1, log_every=1, counts="epoch")
+
+
 @pytest.mark.parametrize(
     "name", ["digits paper", "tiny-imagenet released", "holiday pictures of the last ten years"]
 )
 @pytest.mark.parametrize(("width", "bar", "more"), [(60, 12, False), (80, 16, False), (120, 20, True)])
 def test_a_narrow_terminal_shows_bar_epoch_time_and_loss(name, width, bar, more):
-    with vision_log.progress_bar(name, 0, 100, shown=True, console=terminal(width)) as shown:
+    figures = ImageTraining.figures(None, ROW)
+    with progress_bar(name, by_epochs(100), 0, shown=True, console=terminal(width)) as shown:
         for epoch in range(1, 51):
-            shown.advance(1)
-            shown.show({**ROW, "epoch": epoch})
+            shown.advance()
+            shown.show(epoch, figures, None)
         frame = last_frame(shown.bar)
     assert frame.count("━") + frame.count("╸") + frame.count("╺") == bar
     assert " epoch 50/100 " in frame
@@ -66,12 +73,12 @@ def test_a_narrow_terminal_shows_bar_epoch_time_and_loss(name, width, bar, more)
 
 
 @pytest.mark.parametrize("width", [60, 80])
-def test_the_bar_of_a_text_run_fits_too(width):
-    console = terminal(width)
-    bar = text_log.progress_bar("simcse_paper", 15625, 0, in_epoch=15625, shown=True, console=console)
-    with bar as show:
+def test_the_bar_of_a_run_on_sentences_fits_too(width):
+    console, schedule = terminal(width), Schedule(15625, 15625, 125, 25, judge_every=1)
+    figures = SentenceTraining.figures(None, {"loss": 0.1234, "dev": 71.23, "lam": 0.5})
+    with progress_bar("simcse_paper", schedule, 0, shown=True, console=console) as shown:
         for step in (125, 250):
-            show(text_log.Row(step, step / 30, 0.1234, 0.5, 3.0, 71.23, 100.0, 1.0))
+            shown.show(step, figures, None)
     frame = console.file.getvalue().rpartition("simcse_paper")[2]  # the last frame
     for text in ("step 250/15625", "loss 0.1234"):
         assert text in frame
@@ -80,27 +87,14 @@ def test_the_bar_of_a_text_run_fits_too(width):
 
 
 def test_without_a_terminal_a_run_prints_a_line_per_epoch():
-    console = a_file()
-    with vision_log.progress_bar("digits paper", 1, 3, shown=True, console=console) as shown:
+    console, figures = a_file(), ImageTraining.figures(None, ROW)
+    with progress_bar("digits paper", by_epochs(3), 1, shown=True, console=console) as shown:
         for epoch in (2, 3):
-            for _ in range(5):
-                shown.advance(0.2)
-            shown.show({**ROW, "epoch": epoch})
+            shown.advance()
+            shown.show(epoch, figures, None)
     first, second = console.file.getvalue().splitlines()
     assert first.startswith("digits paper: epoch 2/3, loss 5.7982, lam 0.208, beta 3.09, 13,539 views/s")
     assert second == "digits paper: epoch 3/3, loss 5.7982, lam 0.208, beta 3.09, 13,539 views/s"
-
-
-def test_a_text_run_prints_looks_at_dev_ends_of_epochs_and_after_a_silence(clock):
-    console = a_file()
-    with text_log.progress_bar("run", 40, 0, in_epoch=20, shown=True, console=console) as show:
-        for step, dev in ((5, None), (10, 71.5), (15, None), (22, None), (25, None)):
-            show(text_log.Row(step, step / 30, 0.5, 0.1, 3.0, dev, 10.0, 1.0))
-        clock[0] += text_log.PATIENCE
-        show(text_log.Row(30, 1.0, 0.4, 0.1, 3.0, None, 10.0, 1.0))
-    lines = console.file.getvalue().splitlines()
-    assert [re.match(r"run: step (\d+)/40", line).group(1) for line in lines] == ["10", "22", "30"]
-    assert "loss 0.4000, dev 71.50, lam 0.10" in lines[-1]  # dev is the last known score
 
 
 def test_lines_come_every_few_seconds_and_when_a_long_task_is_done(clock):

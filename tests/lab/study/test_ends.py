@@ -67,7 +67,7 @@ def test_the_processes_of_a_study_that_is_killed_end_with_it(tmp_path):
 def test_a_process_ends_with_those_of_its_group_when_its_starter_is_gone(tmp_path):
     code = (
         "import os, time\nfrom weince.lab.training.processes import end_with_parent\n"
-        "end_with_parent()\nchild = os.fork()\nprint(os.getpid(), flush=True)\ntime.sleep(60)"
+        "end_with_parent()\nchild = os.fork()\nos.write(1, b'%d\\n' % os.getpid())\ntime.sleep(60)"  # one write
     )
     program = subprocess.Popen(
         [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
