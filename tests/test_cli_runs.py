@@ -240,7 +240,7 @@ def test_interrupted_training_says_that_it_goes_on(tmp_path, capsys, monkeypatch
     process.send_signal(signal.SIGINT)
     ended = process.wait(60)
     assert ended.returncode == 130, ended.stderr
-    assert ended.stderr.endswith("weince: interrupted, the same command goes on from the last checkpoint\n")
+    assert ended.stderr.endswith("weince: interrupted, the same command resumes from the last checkpoint\n")
     assert ended.stdout == ""
 
 

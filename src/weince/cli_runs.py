@@ -26,7 +26,7 @@ class Train:
     # Its options are the settings of the run, of the task that the configuration names.
     run: Any
 
-    interrupted: ClassVar = "the same command goes on from the last checkpoint"
+    interrupted: ClassVar = "the same command resumes from the last checkpoint"
 
     @classmethod
     def read(cls, arguments: list[str]) -> "Train":

@@ -33,12 +33,12 @@ class Mine:
     max_length: int | None = option(None, "word pieces of a text to keep")
     device: DeviceName = option("auto", "device to run on")
 
-    interrupted: ClassVar = "the same command goes on where it was stopped"
+    interrupted: ClassVar = "the same command resumes it"
     examples: ClassVar = """
 weince mine --data pairs.csv --model sentence-transformers/all-MiniLM-L6-v2 --out negatives.jsonl
 weince mine --data beir/ --model runs/a/model --k 8 --margin 0.05 --groups --out negatives.jsonl
 weince train --config retrieval --data beir/ --negatives negatives.jsonl --hard 4
-The same command again goes on where it was stopped.
+The same command resumes a search that was stopped.
 """
 
     def __call__(self, typed: str) -> None:

@@ -50,7 +50,7 @@ def embed(
         store: The items.
         rows: Rows of the items.
         what: What they are, for the progress bar and for errors.
-        cache: Folder that keeps parts of them, so that a run that was killed, or the next run, goes on from there.
+        cache: Folder that keeps parts of them, from which a killed run, or the next one, resumes.
         key: Identifies encoder and items, as `key_of` returns it.
 
     Raises:

@@ -127,7 +127,7 @@ def mine_to(config: MineConfig, out: Path) -> Path:
     """Mine hard negatives for the training pairs of a set and write them as lines of JSON.
 
     Each line has ``query``, ``positive``, ``negative_1``, ... and ``scores``, of the positive first. Embeddings are
-    kept beside ``out`` until it is written, so that the same command goes on after a kill.
+    kept beside ``out`` until it is written, so that the same command resumes after a kill.
 
     Raises:
         OSError: A file or a model is missing or cannot be read or written.
