@@ -1,7 +1,6 @@
 """The sums over candidates that a loss can request, and the batch of which it requests them.
 
-A loss names its sums, an engine computes them for all anchors in one pass, and the loss combines the results, one
-number per anchor, in plain torch.
+A loss names its sums, an engine computes them in one pass, and the loss combines the results in plain torch.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -165,8 +164,8 @@ class Part(NamedTuple):
 class Need(NamedTuple):
     """What a loss needs to know of the negatives before it names its sums.
 
-    ``tail``: tail statistics. ``hardest``: thresholds of these numbers of hardest negatives. ``smallest``: this many
-    smallest shortfalls of all pairs. ``counts``: the number of negatives of each anchor.
+    ``tail``: tail statistics. ``hardest``: thresholds of these numbers of hardest negatives. ``smallest``: so many of
+    all pairs' shortfalls. ``counts``: numbers of negatives. ``again``: keep for a second call what sums share.
 
     Examples:
         >>> from weince import TailConfig
@@ -179,6 +178,7 @@ class Need(NamedTuple):
     hardest: tuple[int, ...] = ()
     smallest: int = 0
     counts: bool = False
+    again: bool = False
 
 
 NOTHING = Need()
@@ -398,7 +398,7 @@ class Batch:
     def _result(self, request: Sum, values: Sequence[Tensor]) -> "Summed | Tensor":
         problem = self.problem
         if isinstance(request, Count):
-            # A copy, which a user's loss may change in place.
+            # clone, since a user's loss may change it in place
             return self.negatives().to(problem.anchors.dtype).expand(len(problem.anchors)).clone()
         if isinstance(request, SoftplusSum):
             if request.among == "positives" and self._shortfall is not None:

@@ -38,7 +38,7 @@ def survey(problem: Problem, need: Need) -> Survey:
     """Find the tail statistics and thresholds of the negatives, with shortfalls that are exact near the cap."""
     matrix = scores_of(problem)
     collected = Hardest(problem, need.tail, need.hardest)
-    exact = need.tail is not None or len(need.hardest) > 0 or need.smallest > 0
+    exact = need.tail is not None or len(need.hardest) > 0 or need.smallest > 0 or need.again
     for start, stop in _spans(matrix):
         tile = Tile(problem.rows(start, stop), matrix[start:stop])
         collected.add(tile.problem, tile.sharpen() if exact else tile.hidden())

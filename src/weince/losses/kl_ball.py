@@ -19,9 +19,11 @@ from weince.links import Link, SoftmaxLink, column
 from weince.losses.base import ContrastiveLoss
 from weince.losses.functional import functional
 from weince.losses.options import Options
+from weince.pairs import Problem
 from weince.parameters import Scalar, check_fixed
 from weince.scores import free_to_look, may_take, unseen
-from weince.sums import Batch, LogSumExp, Summed
+from weince.sums import Batch, LogSumExp, Need, Summed
+from weince.tail import TailConfig
 
 STEPS = 8
 """Most Newton steps, kept within a shrinking bracket; the cases of the tests need at most seven, most need three."""
@@ -85,6 +87,9 @@ class KLBallLoss(ContrastiveLoss):
         check_fixed("radius", radius)
         check_fixed("min_temperature", min_temperature)
         self.radius, self.min_temperature = radius, min_temperature
+
+    def need(self, problem: Problem, tail: TailConfig | None) -> Need:
+        return super().need(problem, tail)._replace(again=True)  # each step of Newton's method asks for sums
 
     def sums(self, batch: Batch) -> LogSumExp:
         most = batch.problem.most_negatives
