@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_type_hints
 
 import torch
@@ -298,11 +299,10 @@ def _taken(maker: Callable[..., Any], options: dict[str, Any]) -> dict[str, Any]
     return {name: value for name, value in options.items() if name in known or passes_on}
 
 
-def find(name: str, what: str) -> Callable[..., Any]:
-    """Import a user's class or function, ``package.module:name``, also from the working folder.
+def imported(name: str, what: str) -> tuple[ModuleType, Any]:
+    """Import ``package.module:name``, also from the working folder; returns the module and what it calls so, or None.
 
-    Others may have written the settings file that names it, so not every function is accepted: only a subclass of
-    ``nn.Module``, or a function that is defined in that module and annotated to return an ``nn.Module``.
+    The caller decides what it accepts: others may have written the settings that hold the name.
     """
     module_name, _, attribute = name.partition(":")
     if not module_name or not attribute.isidentifier():
@@ -315,7 +315,17 @@ def find(name: str, what: str) -> Callable[..., Any]:
         raise ValueError(
             f"{what} {name}: cannot import {module_name} ({type(error).__name__}: {error})"
         ) from error
-    maker: Any = getattr(module, attribute, None)
+    return module, getattr(module, attribute, None)
+
+
+def find(name: str, what: str) -> Callable[..., Any]:
+    """Import a user's class or function, ``package.module:name``, also from the working folder.
+
+    Others may have written the settings file that names it, so not every function is accepted: only a subclass of
+    ``nn.Module``, or a function that is defined in that module and annotated to return an ``nn.Module``.
+    """
+    module, maker = imported(name, what)
+    module_name, _, attribute = name.partition(":")
     defined = inspect.isfunction(maker) and maker.__module__ == module.__name__
     try:
         accepted = _is_module(maker) or (defined and _is_module(get_type_hints(maker).get("return")))

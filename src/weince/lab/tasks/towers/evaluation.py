@@ -5,17 +5,15 @@ those of trec_eval, times 100. With images, captions search images and images se
 in training are reported apart.
 """
 
-import importlib
 import inspect
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
+from weince.lab.configure import imported
 from weince.lab.tasks.towers.data import Numbers, PairSet
 from weince.lab.tasks.towers.exact_search import AnswerRanks, rank_answers
 
@@ -146,18 +144,8 @@ def find_metric(metric: str) -> Metric:
     it returns a number for each query. Others may have written the settings that name it, so only a function of that
     module is accepted that is annotated to return a Tensor or an array.
     """
+    module, wanted = imported(metric, "metric")
     module_name, _, name = metric.partition(":")
-    if not module_name or not name.isidentifier():
-        raise ValueError(f"your own metric is written package.module:name; got {metric!r}")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        module = importlib.import_module(module_name)
-    except Exception as error:  # whatever a user's module raises
-        raise ValueError(
-            f"metric {metric}: cannot import {module_name} ({type(error).__name__}: {error})"
-        ) from error
-    wanted = getattr(module, name, None)
     returns = str(inspect.signature(wanted).return_annotation) if inspect.isfunction(wanted) else ""
     if (
         not inspect.isfunction(wanted)
